@@ -344,10 +344,12 @@ class ReportText:
 class Report:
     """An evaluation of files, as its JSON tells it.
 
-    texts  the text alone, or the classes of a suite
+    suite  name of the suite; None for a text alone
+    texts  the text alone, or the classes of the suite
     """
 
     path: Path
+    suite: str | None
     texts: tuple[ReportText, ...]
     files: tuple[Measures, ...]
 
@@ -357,13 +359,12 @@ class Report:
         return {each.name: each for each in self.files}
 
 
-def read_report(path: Path, *, for_card: bool = False) -> Report:
+def read_report(path: Path) -> Report:
     """Read what an evaluation, on a text or a suite, has written with --json.
 
-    for_card  refuse a suite: a card tells of one text
-    raises    BadRequest for a file that is something else, or can't be read
+    raises  BadRequest for a file that is something else, or can't be read
     """
-    other = "not a report of `evaluate --json`" if for_card else "not what evaluate --json writes"
+    other = "not a report of `evaluate --json`"
     content = read_document(path, unless=other)
     made = content.get("format") if isinstance(content, dict) else None
     if made is not None:
@@ -371,16 +372,17 @@ def read_report(path: Path, *, for_card: bool = False) -> Report:
     try:
         suite = content.get("suite")
         files = tuple(_measures(model, of_suite=suite is not None) for model in content["models"])
+        name = None if suite is None else shown(str(suite["name"]))
         if suite is None:
             texts = [ReportText.of(content["text"], content["base"], is_class=False)]
-        elif for_card:
-            raise ValueError("it measures a suite, but a card describes one text")
         else:
             texts = [ReportText.of(each, each, is_class=True) for each in suite["classes"]]
+        if not texts:
+            raise ValueError("the suite has no class")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        missing = " is missing" if for_card and isinstance(error, KeyError) else ""
+        missing = " is missing" if isinstance(error, KeyError) else ""
         raise BadRequest(f"{path}: {other} ({shown(str(error))}{missing})") from error
-    return Report(path, tuple(texts), files)
+    return Report(path, name, tuple(texts), files)
 
 
 def _measures(model: Any, *, of_suite: bool) -> Measures:

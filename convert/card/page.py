@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,8 +203,9 @@ def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
             f"{report.path}: measured a {file.name} of {found.n_bytes:,} bytes, and the one that is here has"
             f" {file.n_bytes:,}; evaluate it again"
         )
+    error = "" if math.isnan(found.kld_error) else f" ± {found.kld_error:.5f}"
     return (
-        f"{found.kld:.5f} ± {found.kld_error:.5f}",
+        f"{found.kld:.5f}{error}",
         f"{found.kld_p99:.4f}",
         f"{found.same_top:.2%}",
         f"{found.ppl:.4f}",
@@ -211,13 +213,14 @@ def _measured_cells(file: FileFacts, report: Report | None) -> Sequence[str]:
 
 
 def _report_text(report: Report) -> str:
-    (text,) = report.texts
+    text, n_tokens = report.texts[0], sum(each.n_tokens for each in report.texts)
+    what = "divergence from the unquantized model in nats a token (less is better), and perplexity"
+    measured = f"{n_tokens:,} tokens measured, in chunks of {text.chunk_size}."
+    if report.suite is not None:
+        names = ", ".join(as_markdown(each.name or "") for each in report.texts)
+        return f"Means over the classes {names} of the suite {as_code(report.suite)}: {what}. {measured}"
     name = "a text" if text.file is None else as_code(text.file)
-    return (
-        "Divergence from the unquantized model in nats a token (less is better), and perplexity"
-        f" (its own: {text.base_ppl:.4f}), on {name}: {text.n_tokens:,} tokens measured,"
-        f" in chunks of {text.chunk_size}."
-    )
+    return f"{what.capitalize()} (its own: {text.base_ppl:.4f}), on {name}: {measured}"
 
 
 def _check_text(card: Card) -> str:

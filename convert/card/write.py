@@ -82,7 +82,7 @@ def write_card(
         files=facts,
         origin=origin_of(facts, source=request.source, repo=repo),
         commands={each.name: known[each.name] for each in facts if each.name in known},
-        report=None if request.report is None else read_report(request.report, for_card=True),
+        report=None if request.report is None else read_report(request.report),
         quantized_by=request.quantized_by or _text(entries.get("quantized_by")),
         home=request.home or _repo(download[1] if download else None),
         remarks=request.remarks,

@@ -111,7 +111,7 @@ OTHERS = [
     (["evaluate", "m", "m.gguf", *TEXT, "--device", "meta"], "--device meta: torch can't use it"),
     (["evaluate", "m", "m.gguf", *TEXT, "--html", "o.html", "--compare-with", "pipe"], "pipe: not a regular"),
     (["evaluate", "m", "m.gguf", *TEXT, "--html", "o.html", "--compare-with", "deep.json"],
-     r"deep\.json: not what evaluate --json writes"),
+     r"deep\.json: not a report of `evaluate --json`"),
     (["sensitivity", "m", *TEXT, "-o", "o.json", "--seed", HUGE], "is not a whole number from 0 to 9223372"),
     (["sensitivity", "m", *TEXT, "-o", "o.json", "-t", "100000"], "is not a whole number from 1 to 1024"),
     (["convert-hf-to-gguf", "m", "--outfile", "o.gguf", "--threads", HUGE], "is not a whole number from 1"),

@@ -68,7 +68,7 @@ def read_card_facts(args: argparse.Namespace) -> CardRequest:
         for option, text in (("--base-model", args.base_model), ("--repository", args.repository))
     )
     if args.report is not None:
-        read_report(args.report, for_card=True)
+        read_report(args.report)
     return CardRequest(None, base_model, args.quantized_by, args.report, home=home)
 
 

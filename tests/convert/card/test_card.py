@@ -133,6 +133,31 @@ def test_measured_quality(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "not a report of `evaluate --json`" in capsys.readouterr().err
 
 
+def test_quality_over_the_classes_of_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = tmp_path / "report.json"
+    write_file(tmp_path / "a.gguf")
+    classes = [
+        {
+            "name": name, "sha256": "0", "n_chunks": 8, "chunk_size": 512, "n_tokens_measured": n_tokens,
+            "base_ppl": 9.0,
+        }
+        for name, n_tokens in (("prose", 2040), ("code", 1020))
+    ]  # fmt: skip
+    over_all = {"kld": 0.0125, "kld_error": "nan", "kld_p99": 0.2, "same_top": 0.9325, "ppl": 21.5}
+    model = {"path": "a.gguf", "n_bytes": (tmp_path / "a.gguf").stat().st_size, "all": over_all}
+    content = {"suite": {"name": "default", "classes": classes}, "base": {"path": "b"}, "models": [model]}
+    measured.write_text(json.dumps(content))
+    assert make(["card", str(tmp_path / "a.gguf"), "--report", str(measured)]) == 0
+    page = (tmp_path / "README.md").read_text()
+    assert "| 0.01250 | 0.2000 | 93.25% | 21.5000 |" in page
+    assert "Means over the classes prose, code of the suite `default`: divergence from" in page
+    assert "perplexity. 3,060 tokens measured, in chunks of 512." in page
+    classes.clear()
+    measured.write_text(json.dumps(content))
+    assert make(["card", str(tmp_path / "a.gguf"), "--report", str(measured)]) == 1
+    assert "(the suite has no class)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "plant",
     [

@@ -110,7 +110,7 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for content in ("{", "[]", '{"text": 1}', '{"text": {}, "base": {}, "models": []}'):
         path.write_text(content)
-        with pytest.raises(BadRequest, match=r"x\.json: not what evaluate --json writes"):
+        with pytest.raises(BadRequest, match=r"x\.json: not a report of `evaluate --json`"):
             read_report(path)
     with pytest.raises(BadRequest, match=r"y\.json: can't be read \(No such file"):
         read_report(tmp_path / "y.json")
