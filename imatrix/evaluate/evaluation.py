@@ -240,14 +240,9 @@ class Evaluation:
         return dataframe(self.rows())
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the values of single tokens as JSON data: ratios as fractions, sizes in bytes.
-
-        Numbers that JSON lacks are strings, as in what `evaluate --json` writes: "nan", "inf".
-        """
-        data: dict[str, Any] = for_json(
-            _text_json(self) if self.suite is None else _suite_json(self, self.suite)
-        )
-        return data
+        """Return all but the values of single tokens: ratios as fractions, sizes in bytes, NaN as "nan"."""
+        data = _text_json(self) if self.suite is None else _suite_json(self, self.suite)
+        return dict(for_json(data))
 
     def to_html(self, earlier: Paths = (), losses: AnyPath | Sensitivities | None = None) -> str:
         """Return a page that loads nothing, as `evaluate --html` writes it; its charts need matplotlib.
