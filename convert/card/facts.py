@@ -372,13 +372,13 @@ def read_report(path: Path) -> Report:
     try:
         suite = content.get("suite")
         files = tuple(_measures(model, of_suite=suite is not None) for model in content["models"])
-        name = None if suite is None else shown(str(suite["name"]))
         if suite is None:
-            texts = [ReportText.of(content["text"], content["base"], is_class=False)]
+            name, texts = None, [ReportText.of(content["text"], content["base"], is_class=False)]
         else:
+            name = shown(str(suite["name"]))
             texts = [ReportText.of(each, each, is_class=True) for each in suite["classes"]]
-        if not texts:
-            raise ValueError("the suite has no class")
+            if not texts:
+                raise ValueError("the suite has no class")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         missing = " is missing" if isinstance(error, KeyError) else ""
         raise BadRequest(f"{path}: {other} ({shown(str(error))}{missing})") from error

@@ -11,12 +11,12 @@ What --json writes is what `evaluate --json` does.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gguf_tools
+from gguf_tools.text import json_text
 from imatrix.evaluate.comparison import Comparisons, Interval, compare
 from imatrix.evaluate.evaluation import Evaluation
 from imatrix.evaluate.figures import ALL
@@ -41,7 +41,7 @@ def main() -> None:
     for line in table(found, pairs):
         print(line)
     if args.json is not None:
-        args.json.write_text(json.dumps(found.to_json()), encoding="utf-8")
+        args.json.write_text(json_text(found.to_json()) + "\n", encoding="utf-8")
 
 
 def table(found: Evaluation, pairs: Sequence[tuple[Path, Path]]) -> Iterator[str]:

@@ -10,6 +10,7 @@ Held-out chunks contribute to no sum. They are used to test whether calibration 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -109,7 +110,7 @@ class Moments:
         # The largest come first, and both kinds together, so that no thread waits for the last one of a kind.
         tasks = [] if self.drift is None else [partial(take_drift, unit) for unit in _units(self.drift)]
         tasks += [partial(take, unit) for unit in _units(self.own)]
-        for _ in workers.each(_call, tasks):
+        for _ in workers.each(operator.call, tasks):
             pass
         self.n_rows += len(x)
 
@@ -132,10 +133,6 @@ class Moments:
     def drifted(self, mat: int) -> Floats32 | None:
         """Return sum (t - x) x^T of one matrix, (n_cols, n_cols)."""
         return None if self.drift is None else to_numpy(self.drift[mat])
-
-
-def _call(task: Callable[[], None]) -> None:
-    task()
 
 
 def _units(sums: torch.Tensor) -> Iterator[tuple[int, int]]:
